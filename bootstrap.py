@@ -31,11 +31,16 @@ ENVIRONMENTS = {
     "install": (".venv", "", 2, 8),
     "test": (".venv-test", "[test]", 5, 11),
 }
+TEMPORARY = 1, 4  # gigabytes for downloads, until they are installed
 
 
 def refuse(problem, cure):
     sys.stdout.flush()
     sys.exit("bootstrap.py: {}: {}".format(problem, cure))
+
+
+def runs(python):
+    return subprocess.call([python, "-c", ""], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
 
 
 def check_python():
@@ -44,7 +49,7 @@ def check_python():
         return
     for name in NEWER:
         newer = shutil.which(name)
-        if newer:
+        if newer and runs(newer):  # a shim of a version manager may stand for none
             os.execv(newer, [newer, os.path.abspath(__file__)] + sys.argv[1:])
     found = "Python {}.{} is too old".format(*sys.version_info[:2])
     refuse(found, "install Python 3.11 or newer, with venv (Debian, Ubuntu: apt-get install python3.11-venv)")
@@ -64,15 +69,50 @@ def check_machine(task):
         refuse("the headers of Python are missing", "apt-get install python{}-dev (Debian, Ubuntu)".format(version))
     named = os.environ.get("CXX", "").strip()
     compilers = [named] if named else ["c++", "g++", "clang++"]
-    if not any(compiles_cxx20(shlex.split(compiler)) for compiler in compilers):
+    try:
+        commands = [shlex.split(compiler) for compiler in compilers]
+    except ValueError:
+        refuse("CXX={} lacks a closing quotation mark".format(named), "set it to a compiler's command")
+    if not any(map(compiles_cxx20, commands)):
         cure = "apt-get install g++ (Debian, Ubuntu), xcode-select --install (macOS), or set CXX to one"
         refuse("no C++20 compiler, g++ >= 11 or clang >= 14 (tried {})".format(", ".join(compilers)), cure)
-    folder, _, small, large = ENVIRONMENTS[task]
-    if not os.path.exists(os.path.join(ROOT, folder)):
-        needed = large if has_nvidia_driver() else small
-        free = shutil.disk_usage(ROOT).free / 1e9
-        if free < needed:
-            refuse("{:.1f} GB are free in {}".format(free, ROOT), "make room for {} GB".format(needed))
+    folder, _, *gigabytes = ENVIRONMENTS[task]
+    if os.path.lexists(os.path.join(ROOT, folder)):
+        check_environment(folder)
+    else:
+        check_disk(ROOT, gigabytes, "make room for {} GB")
+        try:
+            temporary = tempfile.gettempdir()
+        except OSError:
+            refuse("no folder for temporary files can be written", "set TMPDIR to one")
+        if device(temporary) != device(ROOT):
+            check_disk(temporary, TEMPORARY, "make room for {} GB, or set TMPDIR to a folder with as much")
+
+
+def device(path):
+    return os.stat(path).st_dev
+
+
+def check_disk(folder, gigabytes, cure):
+    needed = gigabytes[has_nvidia_driver()]
+    free = shutil.disk_usage(folder).free / 1e9
+    if free < needed:
+        refuse("{:.1f} GB are free in {}".format(free, folder), cure.format(needed))
+
+
+def check_environment(folder):
+    """Refuse an environment from before whose Python is gone or too old."""
+    python = os.path.join(ROOT, folder, "bin", "python")
+    if not os.path.lexists(python):
+        return
+    command = [python, "-c", "import sys; print('{}.{}'.format(*sys.version_info))"]
+    try:
+        version = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.decode().strip()
+    except OSError:
+        version = ""
+    if not version or tuple(map(int, version.split("."))) < OLDEST:
+        problem = "holds Python {}, which is too old".format(version) if version else "holds a Python that does not run"
+        refuse("{} {}".format(folder, problem), "remove that folder, or move it away")
 
 
 def compiles_cxx20(compiler):
@@ -87,10 +127,29 @@ def has_nvidia_driver():
     return os.path.exists("/proc/driver/nvidia/version") or shutil.which("nvidia-smi") is not None
 
 
-def run(*command):
+def call(command, **options):
+    """Run a command in the root of the clone, and return its exit code. Ctrl-C reaches it, too: it ends by itself."""
+    process = subprocess.Popen(command, cwd=ROOT, **options)
+    interrupted = False
+    try:
+        while process.returncode is None:
+            try:
+                process.wait()
+            except KeyboardInterrupt:
+                interrupted = True
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            process.wait()
+    if interrupted:
+        raise KeyboardInterrupt
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def run(*command, **options):
     """Show and run a command in the root of the clone; end with its exit code if it fails."""
     print("$ " + " ".join(shlex.quote(word) for word in command), flush=True)
-    code = subprocess.call(command, cwd=ROOT)
+    code = call(command, **options)
     if code:
         sys.exit(code)
 
@@ -110,7 +169,7 @@ def offered_torch(pip):
 
 def install_cpu_torch(folder, pip):
     """Install the CPU build of PyTorch where no NVIDIA driver is found; leave the choice to pip if it cannot be had."""
-    installed = subprocess.call(pip + ["show", "-q", "torch"], cwd=ROOT, stderr=subprocess.DEVNULL) == 0
+    installed = call(pip + ["show", "-q", "torch"], stderr=subprocess.DEVNULL) == 0
     if installed or platform.system() != "Linux" or has_nvidia_driver() or "+cpu" in offered_torch(pip):
         return
     # uv knows where PyTorch keeps its CPU builds.
@@ -118,7 +177,7 @@ def install_cpu_torch(folder, pip):
     uv = [os.path.join(folder, "bin", "uv"), "pip", "install", "-q", "--python", os.path.join(folder, "bin", "python")]
     command = uv + ["--torch-backend", "cpu", *PINNED, "torch"]
     print("$ " + " ".join(command), flush=True)
-    if subprocess.call(command, cwd=ROOT, env=dict(os.environ, UV_HTTP_TIMEOUT="20", UV_HTTP_RETRIES="1")) != 0:
+    if call(command, env=dict(os.environ, UV_HTTP_TIMEOUT="20", UV_HTTP_RETRIES="1")) != 0:
         print("The CPU build of PyTorch cannot be reached from here: the CUDA build follows, several GB.", flush=True)
 
 
@@ -137,7 +196,27 @@ def compile_wheel(pip, target, output):
     """Start to compile fastbert into a folder; return the process, which leads a group of its own."""
     command = pip + ["wheel", "-q", "--no-deps", "-w", target, "."]
     print("$ " + " ".join(shlex.quote(word) for word in command) + " &", flush=True)
-    return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    env = dict(os.environ, TMPDIR=target)  # where nothing is left if it is ended
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def lock_clone():
+    """Return the open file that only one bootstrap.py of a clone has locked: all compile into one folder."""
+    import fcntl
+
+    os.makedirs(os.path.join(ROOT, "build"), exist_ok=True)
+    file = open(os.path.join(ROOT, "build", "bootstrap.lock"), "w")  # noqa: SIM115 - the caller closes it
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("Waiting for another bootstrap.py in this clone to finish its installation.", flush=True)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def end_by_signal(number, frame):
+    """End as after a failure, so that what was started ends, and temporary files are removed."""
+    sys.exit(128 + number)
 
 
 def install(task):
@@ -146,14 +225,16 @@ def install(task):
     if not os.path.exists(os.path.join(ROOT, python)):
         run(sys.executable, "-m", "venv", folder)
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    if call(pip + ["--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) != 0:
+        run(python, "-m", "ensurepip")  # an environment of uv, or one that was interrupted
     print("Compiling and downloading, side by side, take minutes.", flush=True)
-    with tempfile.TemporaryDirectory() as target, tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as target, tempfile.TemporaryFile() as output:
         process = compile_wheel(pip, target, output)
         try:
             install_cpu_torch(folder, pip)
             needed = os.path.join(target, "requirements.txt")
             write_requirements(extra, needed)
-            run(*pip, "install", "-q", *PINNED, "-r", needed)
+            run(*pip, "install", "-q", *PINNED, "-r", needed, env=dict(os.environ, TMPDIR=target))
             code = process.wait()
         finally:
             if process.poll() is None:
@@ -177,7 +258,8 @@ def main():
     task, words = sys.argv[1], sys.argv[2:]
     check_machine(task)
     began = time.monotonic()
-    install(task)
+    with lock_clone():
+        install(task)
     print("Installed in {:.0f} s.".format(time.monotonic() - began), flush=True)
     scripts = os.path.join(ENVIRONMENTS[task][0], "bin")
     if task == "demo":
@@ -186,8 +268,21 @@ def main():
     elif task == "test":
         run(os.path.join(scripts, "pytest"), *(words or ["-n", "auto"]))
     else:
-        print("Now: source {}/bin/activate".format(ENVIRONMENTS[task][0]))
+        print("Now: source {}".format(shlex.quote(os.path.relpath(os.path.join(ROOT, scripts, "activate")))))
+
+
+def start():
+    """Run `main` so that Ctrl-C, a closed terminal and a request to end also end what was started."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number and signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
+            signal.signal(number, end_by_signal)
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("\nbootstrap.py: interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":
-    main()
+    start()

@@ -237,8 +237,23 @@ def test_the_table_ends_with_what_a_person_does(
     text = capsys.readouterr().out
     assert "0 passed, 1 failed, 0 left to a person, 18 not run\nMend what failed" in text
     assert "git tag" not in text
+    with pytest.raises(SystemExit):
+        script.main(["--only", "version", "--skip", "version", "date"], root=tree)
+    printed = capsys.readouterr()
+    assert "error: --skip leaves nothing to check; name fewer" in printed.err
+    assert "git tag" not in printed.out
     assert script.main(["--list"], root=tree) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(script.CHECKS) == 19
+
+
+@pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("readelf")), reason="needs GCC and binutils")
+def test_wheels_name_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    command = [sys.executable, str(ROOT / ".ci" / "wheels"), "--out", str(tmp_path / "file")]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}  # it imports old_glibc.py
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    last = f"wheels: error: --out {tmp_path / 'file'}: File exists; name a folder that can be written"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, last)
 
 
 def test_the_script_runs_and_the_workflow_calls_what_it_has(script: ModuleType) -> None:

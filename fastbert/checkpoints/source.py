@@ -27,6 +27,8 @@ MODEL, GENERATOR = "model", "generator"  # the models in the folder of a run
 def find_source(source: str | Path, revision: str = hub.MAIN) -> Path:
     """Return the folder, that of the model if it is a run's, the TensorFlow prefix, or the Hub id's folder in the local
     cache. Raises `UserError`."""
+    if not isinstance(source, str | os.PathLike):
+        raise UserError(f"{shown(source)}: is not a path; name the folder of a model, or a model in the Hub's cache")
     text = os.fspath(source)
     path = Path(text)
     if not text:

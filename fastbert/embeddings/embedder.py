@@ -16,13 +16,21 @@ from fastbert.checkpoints.pipeline_files import role_prompt
 from fastbert.checkpoints.source import find_source
 from fastbert.embeddings.embed import embed, token_limit, width_of
 from fastbert.embeddings.folder import load_embedder, refuse_other_models
-from fastbert.embeddings.foreign_arguments import EncodeArguments, EncodeOptions, LoadArguments, refuse_foreign
+from fastbert.embeddings.foreign_arguments import (
+    EncodeArguments,
+    EncodeOptions,
+    LoadArguments,
+    refuse_foreign,
+    texts_by_name,
+)
 from fastbert.embeddings.pooling import normalized
-from fastbert.embeddings.settings import EmbedSettings, find_prompt
+from fastbert.embeddings.settings import SIMILARITIES, EmbedSettings, find_prompt
 from fastbert.embeddings.vector_similarity import as_rows, pairwise_score, score
 from fastbert.errors import UserError, require_whole
 from fastbert.io.columns import Series, texts_of
 from fastbert.io.job_progress import job_progress
+from fastbert.io.plain_numbers import plain_number
+from fastbert.losses.checks import require_choice
 from fastbert.models.encoder import EncoderModel
 from fastbert.tasks.inference import Device, Dtype, check_inference, choose_inference
 from fastbert.tasks.rows import tokens_per_batch
@@ -86,10 +94,15 @@ class Embedder:
         """
         refuse_foreign("Embedder", unused)
         place, kind = check_inference(device, dtype)
+        max_length = plain_number(max_length)
         require_whole("max_length", max_length, 3, optional=True)
         refuse_other_models(find_source(source))
         place, weights, words = choose_inference(place, kind)
         model, tokenizer, settings = load_embedder(source, dtype=weights)
+        if prompts is not None and not isinstance(prompts, Mapping):
+            raise UserError(f"prompts={prompts!r} must be a dictionary of texts by name")
+        if similarity_fn_name is not None:
+            require_choice("similarity_fn_name", similarity_fn_name, SIMILARITIES)
         prompts = {**settings.prompts, **(prompts or {})}
         find_prompt(prompts, default_prompt_name, "default_prompt_name")
         self.settings: EmbedSettings = replace(
@@ -179,15 +192,17 @@ class Embedder:
 
     @overload
     def encode(
-        self, texts: Texts, *, convert_to_tensor: Literal[False] = False, **options: Unpack[EncodeOptions]
+        self, texts: Texts | None = None, *, convert_to_tensor: Literal[False] = False, **options: Unpack[EncodeOptions]
     ) -> NDArray[np.float32]: ...
 
     @overload
-    def encode(self, texts: Texts, *, convert_to_tensor: Literal[True], **options: Unpack[EncodeOptions]) -> Tensor: ...
+    def encode(
+        self, texts: Texts | None = None, *, convert_to_tensor: Literal[True], **options: Unpack[EncodeOptions]
+    ) -> Tensor: ...
 
     def encode(
         self,
-        texts: Texts,
+        texts: Texts | None = None,
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,
@@ -221,7 +236,8 @@ class Embedder:
             truncate_dim: keep the first dimensions only; None is that of the model.
             long: longer texts than `max_seq_length` are truncated, averaged over overlapping "windows", or refused
                 ("error").
-            **unused: other arguments of sentence-transformers, with their default values.
+            **unused: other arguments of sentence-transformers, with their default values; and `inputs` or `sentences`,
+                its names of the texts.
 
         Raises UserError for wrong options, and for an item that is missing or not a text, by its index.
 
@@ -232,6 +248,7 @@ class Embedder:
             print(embedder.encode("a short one.").shape)
             print(embedder.encode(["a short one.", "one"], normalize_embeddings=True).shape)
         """
+        texts = texts_by_name(texts, unused)
         if str(unused.get("device")) in (str(self.device), self.device.type):  # where it is
             unused["device"] = None
         refuse_foreign("Embedder.encode", unused)
@@ -261,16 +278,16 @@ class Embedder:
 
     @overload
     def encode_query(
-        self, texts: Texts, *, convert_to_tensor: Literal[False] = False, **options: Unpack[EncodeOptions]
+        self, texts: Texts | None = None, *, convert_to_tensor: Literal[False] = False, **options: Unpack[EncodeOptions]
     ) -> NDArray[np.float32]: ...
 
     @overload
     def encode_query(
-        self, texts: Texts, *, convert_to_tensor: Literal[True], **options: Unpack[EncodeOptions]
+        self, texts: Texts | None = None, *, convert_to_tensor: Literal[True], **options: Unpack[EncodeOptions]
     ) -> Tensor: ...
 
     def encode_query(
-        self, texts: Texts, *, convert_to_tensor: bool = False, **options: Unpack[EncodeOptions]
+        self, texts: Texts | None = None, *, convert_to_tensor: bool = False, **options: Unpack[EncodeOptions]
     ) -> NDArray[np.float32] | Tensor:
         """Return the vectors of queries, fp32 (texts, dimensions): those of `encode`, whose options it has, with the
         prompt "query" if the model has one, and without a default prompt.
@@ -290,16 +307,16 @@ class Embedder:
 
     @overload
     def encode_document(
-        self, texts: Texts, *, convert_to_tensor: Literal[False] = False, **options: Unpack[EncodeOptions]
+        self, texts: Texts | None = None, *, convert_to_tensor: Literal[False] = False, **options: Unpack[EncodeOptions]
     ) -> NDArray[np.float32]: ...
 
     @overload
     def encode_document(
-        self, texts: Texts, *, convert_to_tensor: Literal[True], **options: Unpack[EncodeOptions]
+        self, texts: Texts | None = None, *, convert_to_tensor: Literal[True], **options: Unpack[EncodeOptions]
     ) -> Tensor: ...
 
     def encode_document(
-        self, texts: Texts, *, convert_to_tensor: bool = False, **options: Unpack[EncodeOptions]
+        self, texts: Texts | None = None, *, convert_to_tensor: bool = False, **options: Unpack[EncodeOptions]
     ) -> NDArray[np.float32] | Tensor:
         """Return the vectors of documents, fp32 (texts, dimensions): those of `encode`, whose options it has, with
         the prompt "document", "passage" or "corpus", the first that the model has, and without a default prompt.
@@ -365,6 +382,7 @@ class Embedder:
 
     def _dimensions(self, truncate_dim: int | None) -> int | None:
         """Return the dimensions to keep, None for all."""
+        truncate_dim = plain_number(truncate_dim)
         require_whole("truncate_dim", truncate_dim, 1, optional=True)
         if truncate_dim is None:
             return getattr(self, "truncate_dim", None)
@@ -375,6 +393,7 @@ class Embedder:
 
     def _batch_tokens(self, batch_size: int | None, batch_tokens: int | None) -> int:
         """Return the tokens per batch."""
+        batch_size = plain_number(batch_size)
         require_whole("batch_size", batch_size, 1, optional=True)
-        tokens = tokens_per_batch(self.device.type, batch_tokens)
+        tokens = tokens_per_batch(self.device.type, plain_number(batch_tokens))
         return tokens if batch_size is None else min(tokens, batch_size * self.max_seq_length)

@@ -30,6 +30,8 @@ class LoadArguments(TypedDict, total=False):
 class EncodeArguments(TypedDict, total=False):
     """Arguments with which sentence-transformers encodes texts."""
 
+    inputs: Any
+    sentences: Any
     output_value: str | None
     precision: str
     device: Any
@@ -51,6 +53,7 @@ class EncodeOptions(EncodeArguments, total=False):
     long: Literal["truncate", "windows", "error"]
 
 
+_NONE_IS_A_VALUE = {"output_value"}  # all outputs of the model
 # For each argument the values that change nothing, and what to do instead of setting it.
 _ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "modules": ((), "give the folder of a model"),
@@ -66,12 +69,29 @@ _ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "config_kwargs": (({},), "change config.json in the folder"),
     "model_card_data": ((), "leave it out"),
     "backend": (("torch",), "leave it out; fastbert.ops.use_backend chooses among its own"),
-    "output_value": (("sentence_embedding",), "fastbert.TokenEncoder returns vectors of tokens"),
+    "output_value": (("sentence_embedding",), "leave it out; fastbert.TokenEncoder returns vectors of tokens"),
     "precision": (("float32",), "quantise the vectors afterwards, or build an int8 index with `fastbert search index`"),
     "device": ((), "choose the device when the model is loaded: Embedder(folder, device='cuda')"),
     "pool": ((), "leave it out: one process uses all cores; for several, run `torchrun ... fastbert embed`"),
     "chunk_size": ((), "leave it out: texts are read in chunks anyway"),
 }
+
+
+TEXTS = ("inputs", "sentences")  # its names of the texts, in new releases and in older ones
+
+
+def texts_by_name(texts: Any, arguments: EncodeArguments) -> Any:
+    """Return the texts, which a caller may have given by a name of sentence-transformers, and remove that name.
+
+    Raises UserError for texts that are given twice.
+    """
+    for name in TEXTS:
+        if name not in arguments:
+            continue
+        if texts is not None:
+            raise UserError(f"{name}= and the first argument both hold texts: leave one out")
+        texts = arguments.pop(name)  # type: ignore[misc]
+    return texts
 
 
 def refuse_foreign(function: str, arguments: Mapping[str, Any]) -> None:
@@ -80,6 +100,7 @@ def refuse_foreign(function: str, arguments: Mapping[str, Any]) -> None:
         if name not in _ARGUMENTS:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
         idle, cure = _ARGUMENTS[name]
-        if value is not None and not any(type(value) is type(each) and value == each for each in idle):
-            shown = repr(value) if isinstance(value, str | bool | int) else f"(a {type(value).__name__})"
+        idle = idle if name in _NONE_IS_A_VALUE else (*idle, None)
+        if not any(type(value) is type(each) and value == each for each in idle):
+            shown = repr(value) if isinstance(value, str | bool | int | None) else f"(a {type(value).__name__})"
             raise UserError(f"{function} does not support {name}={shown}: {cure}")

@@ -37,7 +37,7 @@ def score(a: Tensor, b: Tensor, kind: str) -> Tensor:
     Raises UserError for different widths.
     """
     if kind != "manhattan":
-        return similarity(a, b, cast(Similarity, kind))
+        return similarity(a, b, cast(Similarity, kind)).float()
     _check_widths(a, b)
     return -torch.cdist(a.float(), b.float(), p=1.0)
 
@@ -48,7 +48,7 @@ def pairwise_score(a: Tensor, b: Tensor, kind: str) -> Tensor:
     Raises UserError for different shapes.
     """
     if kind != "manhattan":
-        return pairwise_similarity(a, b, cast(Similarity, kind))
+        return pairwise_similarity(a, b, cast(Similarity, kind)).float()
     if len(a) != len(b):
         raise UserError(f"embeddings1 has {len(a)} rows and embeddings2 {len(b)}; give as many")
     _check_widths(a, b)

@@ -38,7 +38,8 @@ def items_of(values: object, name: str = "texts") -> Iterable[Any]:
     dimensions = getattr(values, "ndim", 1)
     if dimensions != 1:
         shape = tuple(getattr(values, "shape", ()))
-        raise UserError(f"{name} has the shape {shape}: give one dimension, a column {name}[:, 0] for example")
+        example = f"a column {name}[:, 0]" if dimensions else f"[{name}.item()]"
+        raise UserError(f"{name} has the shape {shape}: give one dimension, {example} for example")
     for method in ("to_pylist", "to_list", "tolist"):  # of Arrow, of pandas and polars, of NumPy
         if callable(getattr(kind, method, None)):
             items: list[Any] = getattr(values, method)()

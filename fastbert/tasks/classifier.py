@@ -15,6 +15,7 @@ from fastbert.checkpoints.source import config_folder, find_source
 from fastbert.errors import UserError, require_whole
 from fastbert.io.columns import Series, SeriesT, is_series, items_of, refuse_surrogates, series_like
 from fastbert.io.job_progress import job_progress
+from fastbert.io.plain_numbers import plain_number
 from fastbert.io.untrusted_input import read_json_object
 from fastbert.models import registry
 from fastbert.reranking.settings import OLD_KEY, SECTION
@@ -89,6 +90,7 @@ class Classifier:
             classifier = fastbert.Classifier("runs/task/model", device="cpu", dtype="fp32", max_length=64)
         """
         place, kind = check_inference(device, dtype)
+        max_length, threshold = plain_number(max_length), plain_number(threshold)
         require_whole("max_length", max_length, 4, optional=True)
         name = _task_of(find_source(source), task)
         settings: dict[str, Any] = {"max_length": max_length}

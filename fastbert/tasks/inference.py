@@ -71,11 +71,12 @@ def choose_inference(device: str, dtype: str, scored: ScoringDtype | None = None
 
 
 def check_inference(device: object, dtype: object) -> tuple[str, str]:
-    """Return a device and a dtype that a caller named: those of `Device`, or None for "auto", and those of `Dtype`.
+    """Return a device and a dtype that a caller named: those of `Device`, also as torch's, or None for "auto", and
+    those of `Dtype`.
 
     Raises UserError for others.
     """
-    device = "auto" if device is None else device
+    device = "auto" if device is None else str(device) if isinstance(device, torch.device) else device
     if device not in get_args(Device):
         cure = "; set CUDA_VISIBLE_DEVICES to select a GPU" if str(device).startswith("cuda") else ""
         raise UserError(f"device={str(device)!r} must be {_alternatives(Device)}{cure}")

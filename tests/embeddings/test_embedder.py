@@ -74,6 +74,27 @@ def test_every_option_gives_the_vectors_of_sentence_transformers(folder: Path, e
     assert dict(embedder.prompts) == PROMPTS
 
 
+def test_texts_are_also_given_by_their_names_in_sentence_transformers(embedder: fastbert.Embedder) -> None:
+    for method in (embedder.encode, embedder.encode_query, embedder.encode_document):
+        expected = method(TEXTS)
+        for name in ("inputs", "sentences", "texts"):
+            assert np.array_equal(method(**{name: TEXTS}), expected)  # type: ignore[arg-type, call-overload]
+            if name != "texts":
+                with pytest.raises(UserError, match=f"^{name}= and the first argument both hold texts: leave one out"):
+                    method(TEXTS, **{name: TEXTS})  # type: ignore[arg-type, call-overload]
+    assert embedder.encode(sentences="a").shape == (32,)
+    with pytest.raises(UserError, match=r"^texts must be a list of strings or another iterable, not NoneType"):
+        embedder.encode()
+
+
+def test_similarities_are_fp32_whatever_the_dtype_of_the_vectors(folder: Path) -> None:
+    for kind in ("cosine", "dot", "euclidean", "manhattan"):
+        mine = fastbert.Embedder(folder, similarity_fn_name=kind, **CPU)  # type: ignore[arg-type]
+        for vectors in ([[0.5, 2.0], [1.0, 0.0]], np.eye(2), torch.eye(2, dtype=torch.bfloat16), np.eye(2, dtype=int)):
+            for method in (mine.similarity, mine.similarity_pairwise):
+                assert method(vectors, vectors).dtype == torch.float32  # type: ignore[arg-type]
+
+
 def test_the_vectors_are_those_of_embed_bit_for_bit(folder: Path, seed: int) -> None:
     model, tokenizer, _ = fastbert.load_embedder(folder, dtype=torch.float32)
     texts = random_texts(seed, 40)
@@ -152,7 +173,8 @@ def test_hostile_texts_and_options_are_refused_in_one_line(embedder: fastbert.Em
         (b"a", "texts must be a list of strings or another iterable, not bytes"),
         ({"a": 1}, "texts must be a list of strings or another iterable, not dict"),
         (None, "texts must be a list of strings or another iterable, not NoneType"),
-        (np.array([["a"]]), "texts has the shape (1, 1)"),
+        (np.array([["a"]]), "texts has the shape (1, 1): give one dimension, a column texts[:, 0] for example"),
+        (np.array("a"), "texts has the shape (): give one dimension, [texts.item()] for example"),
     ]
     options: list[tuple[dict[str, Any], str]] = [
         ({"batch_size": 0}, "batch_size=0 must be a whole number, at least 1"),
@@ -164,6 +186,7 @@ def test_hostile_texts_and_options_are_refused_in_one_line(embedder: fastbert.Em
         ({"convert_to_numpy": False}, "convert_to_numpy=False: use convert_to_tensor=True"),
         ({"precision": "int8"}, "Embedder.encode does not support precision='int8': quantise the vectors afterwards"),
         ({"output_value": "token_embeddings"}, "Embedder.encode does not support output_value='token_embeddings':"),
+        ({"output_value": None}, "Embedder.encode does not support output_value=None: leave it out; fastbert.TokenEnc"),
         ({"device": "cuda"}, "Embedder.encode does not support device='cuda': choose the device when"),
         ({"pool": {}}, "Embedder.encode does not support pool=(a dict):"),
         ({"show_progress_bar": 1}, "show_progress_bar=1 must be True, False or None"),
@@ -191,8 +214,9 @@ def test_options_of_loading(folder: Path, tmp_path: Path) -> None:
         ({"max_length": 4096}, "max_length=4096 is more than the 48 positions of the model"),
         ({"truncate_dim": 64}, "truncate_dim=64 is more than the 32 dimensions"),
         ({"default_prompt_name": "x"}, "default_prompt_name='x' is unknown"),
-        ({"similarity_fn_name": "x"}, "similarity='x' must be one of"),
+        ({"similarity_fn_name": "x"}, "similarity_fn_name='x' must be 'cosine', 'dot', 'euclidean' or 'manhattan'"),
         ({"prompts": {"a": 3}}, "prompts="),
+        ({"prompts": ["a"]}, "prompts=['a'] must be a dictionary of texts by name"),
         ({"trust_remote_code": True}, "Embedder does not support trust_remote_code=True: a folder's code is never"),
         ({"model_kwargs": {"torch_dtype": "auto"}}, "Embedder does not support model_kwargs=(a dict): choose the prec"),
         ({"backend": "onnx"}, "Embedder does not support backend='onnx':"),
@@ -201,6 +225,7 @@ def test_options_of_loading(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"^{re.escape(message)}"):
             fastbert.Embedder(folder, **{**CPU, **options})
     idle: Any = {"trust_remote_code": False, "token": None, "local_files_only": True, "backend": "torch"}
+    assert fastbert.Embedder(folder, device=torch.device("cpu"), dtype="fp32").how == "fp32 on cpu"  # type: ignore[arg-type]
     mine = fastbert.Embedder(
         folder, device=None, truncate_dim=5, default_prompt_name="query", prompts={"x": "y "}, **idle
     )
@@ -226,5 +251,8 @@ def test_folders_of_other_models_are_refused(tmp_path: Path) -> None:
     for place in ("empty", "file", "nothing"):
         with pytest.raises(UserError, match=f"{place}"):
             fastbert.Embedder(tmp_path / place, **CPU)
+    for source in (None, 5, ["a"]):
+        with pytest.raises(UserError, match=f"^{re.escape(repr(source))}: is not a path; name the folder of a model"):
+            fastbert.Embedder(source, **CPU)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="is empty; name the folder of a model"):
         fastbert.Embedder("", **CPU)

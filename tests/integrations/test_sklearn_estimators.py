@@ -138,6 +138,21 @@ def test_pipelines_searches_and_clones(make: Any, folder: Path) -> None:
     assert np.array_equal(again.predict_proba(X), pipeline.predict_proba(X))
 
 
+def test_searches_over_arrays_give_scalars_of_numpy(make: Any, folder: Path) -> None:
+    grids: list[dict[str, Any]] = [
+        {"batch_size": np.array([8, 16]), "frozen": np.array([True, False])},
+        {"epochs": np.arange(1, 3), "steps": [None]},
+        {"max_length": np.array([9], dtype=np.int32), "steps": np.arange(1, 3), "lr": np.array([1e-3], np.float32)},
+    ]
+    options = {"class_weight": {0: np.float32(2), 1: np.int64(1)}}
+    GridSearchCV(make(steps=1, **options), grids, cv=2, error_score="raise").fit(X[:32], Y[:32])
+    for name, value in (("truncate_dim", 4), ("max_length", 9), ("batch_tokens", 16)):
+        plain, scalar = (
+            fastbert.TextEmbedder(folder, **{**CPU, name: each}).transform(X[:3]) for each in (value, np.int64(value))
+        )
+        assert np.array_equal(plain, scalar)
+
+
 def test_vectors_are_those_of_the_embedder(folder: Path) -> None:
     transformer = fastbert.TextEmbedder(folder, max_length=8, **CPU)
     expected = fastbert.Embedder(folder, max_length=8, **CPU).encode(X)
@@ -220,7 +235,13 @@ def test_mistakes_are_named_in_one_line(make: Any, fitted: Any, folder: Path, tm
         ("ab", Y[:2], {}, "X is a single text: give a list of texts"),
         (X[:2], ["a", None], {}, "y[1] is missing (None)"),
         (X[:2], [1.0, float("nan")], {}, "y[1] is missing (nan)"),
+        (X[:2], ["a", float("nan")], {}, "y[1] is missing (nan)"),
+        (X[:3], np.array(["a", np.nan, "b"], dtype=object), {}, "y[1] is missing (nan)"),
         (X[:2], np.array([1, "a"], dtype=object), {}, "y holds labels of different types"),
+        (X[:2], [1, "a"], {}, "y holds labels of different types"),
+        (X[:2], [["a"], ["a", "b"]], {}, "y holds lists of labels: give one label per text"),
+        (["a", "b\ud800"], Y[:2], {}, "X[1] holds a lone surrogate"),
+        ([("a", "b"), ("a", "b\ud800")], Y[:2], {}, "X[1] holds a lone surrogate"),
         (X, Y, {"model": None}, "model=None must be the folder of a model"),
         (X, Y, {"model": tmp_path / "nothing"}, f"{tmp_path / 'nothing'}: no such folder"),
         (X, Y, {"lr": 0}, "lr=0 must be a number above 0"),
@@ -250,6 +271,13 @@ def test_mistakes_are_named_in_one_line(make: Any, fitted: Any, folder: Path, tm
                 call(texts)
     with pytest.raises(UserError, match=r"not an embedder: use fastbert\.Classifier"):
         fastbert.TextEmbedder(fitted._trained.folder, **CPU).fit(X)
+
+
+def test_missing_labels_of_columns_are_no_classes(make: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    for labels in (["a", pandas.NA, "b"], pandas.Series(["a", None, "b"], dtype="string")):
+        with pytest.raises(UserError, match=r"^y\[1\] is missing \((<NA>|nan|None)\): drop such rows first"):
+            make(steps=1).fit(X[:3], labels)
 
 
 def test_an_interrupted_fit_leaves_nothing(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -13,13 +13,16 @@ from fastbert.errors import UserError
 from fastbert.integrations.sklearn.bases import BaseEstimator, ClassifierMixin, library, mark_text_input
 from fastbert.integrations.sklearn.trained_model import TrainedModel
 from fastbert.integrations.sklearn.training import TrainingOptions, train
-from fastbert.io.columns import items_of, wrong_item
+from fastbert.io.columns import is_missing, items_of, refuse_surrogates, wrong_item
+from fastbert.io.plain_numbers import plain_number
 from fastbert.tasks.classifier import Classifier, Items
 from fastbert.tasks.classifier_inputs import Pair, texts_and_pairs
 from fastbert.tasks.inference import Device
 
 if TYPE_CHECKING:
     from numpy.random import RandomState
+
+DIFFERENT_TYPES = "y holds labels of different types, which cannot be sorted: make them strings"
 
 
 class TextClassifier(ClassifierMixin, BaseEstimator):
@@ -170,18 +173,18 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         return self._checked().classifier(self.device, self.dtype)
 
     def _options(self, classes: NDArray[Any]) -> TrainingOptions:
-        """Return the options of the training."""
+        """Return the options of the training; a search over parameters may have set them to scalars of NumPy."""
         return TrainingOptions(
             model=self.model,
-            epochs=self.epochs,
-            steps=self.steps,
-            batch_size=self.batch_size,
-            lr=self.lr,
-            max_length=self.max_length,
+            epochs=plain_number(self.epochs),
+            steps=plain_number(self.steps),
+            batch_size=plain_number(self.batch_size),
+            lr=plain_number(self.lr),
+            max_length=plain_number(self.max_length),
             class_weights=_weights(self.class_weight, classes),
-            frozen=self.frozen,
-            validation_fraction=self.validation_fraction,
-            early_stopping=self.early_stopping,
+            frozen=plain_number(self.frozen),
+            validation_fraction=plain_number(self.validation_fraction),
+            early_stopping=plain_number(self.early_stopping),
             device=self.device,
             dtype=self.dtype,
             show_progress_bar=self.show_progress_bar,
@@ -200,6 +203,8 @@ def _several(texts: Items) -> Items:
 def _texts(X: Items) -> list[Pair]:
     """Return the training texts, each with the second of a pair or None."""
     texts = list(texts_and_pairs(items_of(_several(X), "X"), X, None, paired=None, name="X"))
+    for part in (0, 1):
+        refuse_surrogates((pair[part] or "" for pair in texts), "X")
     if not texts:
         raise UserError("X has no texts (0 samples): a classifier needs two or more")
     return texts
@@ -209,18 +214,38 @@ def _labels(y: ArrayLike | None, texts: int) -> tuple[NDArray[Any], NDArray[np.i
     """Return the classes, sorted, and the number of each text's class (texts,)."""
     if y is None:
         raise UserError("TextClassifier requires y to be passed, but the target y is None: give a label per text")
-    labels: NDArray[Any] = library("sklearn.utils.validation").column_or_1d(np.asarray(y), warn=True)
-    for index, label in enumerate(labels.tolist()):
-        if label is None or label != label:
-            raise wrong_item(label, f"y[{index}]", labels.tolist(), "a label")
+    labels: NDArray[Any] = library("sklearn.utils.validation").column_or_1d(_label_array(y), warn=True)
+    _refuse_missing(labels.tolist())
     if len(labels) != texts:
         raise UserError(f"X has {texts} texts and y {len(labels)} labels: give as many")
     try:
         classes, numbers = np.unique(labels, return_inverse=True)
     except TypeError:
-        raise UserError("y holds labels of different types, which cannot be sorted: make them strings") from None
+        raise UserError(DIFFERENT_TYPES) from None
     library("sklearn.utils.multiclass").check_classification_targets(labels)
     return classes, numbers
+
+
+def _label_array(y: ArrayLike) -> NDArray[Any]:
+    """Return labels as an array. NumPy would make strings of numbers and missing labels beside strings: they are
+    refused."""
+    try:
+        labels = np.asarray(y)
+    except ValueError:  # lists of different lengths
+        raise UserError(
+            "y holds lists of labels: give one label per text (sets: `fastbert finetune --task multilabel`)"
+        ) from None
+    if isinstance(y, list | tuple) and labels.dtype.kind == "U" and labels.ndim == 1:
+        _refuse_missing(y)
+        if not all(isinstance(label, str) for label in y):
+            raise UserError(DIFFERENT_TYPES)
+    return labels
+
+
+def _refuse_missing(labels: Sequence[object]) -> None:
+    for index, label in enumerate(labels):
+        if is_missing(label):
+            raise wrong_item(label, f"y[{index}]", labels)
 
 
 def _weights(class_weight: object, classes: NDArray[Any]) -> dict[str, float] | Literal["balanced"] | None:
@@ -232,11 +257,12 @@ def _weights(class_weight: object, classes: NDArray[Any]) -> dict[str, float] | 
     if not isinstance(class_weight, Mapping):
         raise UserError(f"class_weight={class_weight!r} must be 'balanced', a dictionary of weights by class, or None")
     known = {label: str(label) for label in classes.tolist()}
-    for name, weight in class_weight.items():
+    weights = {name: plain_number(weight) for name, weight in class_weight.items()}
+    for name, weight in weights.items():
         if name not in known:
             raise UserError(f"class_weight: {name!r} is not one of the classes {', '.join(map(repr, known))}")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < 1e6:
             raise UserError(
                 f"class_weight: the weight of {name!r} is {weight!r}; it must be above 0 and below a million"
             )
-    return {known[name]: float(weight) for name, weight in class_weight.items()}
+    return {known[name]: float(weight) for name, weight in weights.items()}
