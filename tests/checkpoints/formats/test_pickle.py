@@ -67,7 +67,9 @@ def test_real_files_are_read_as_torch_reads_them(name: str, data_dir: Path) -> N
 def test_pickles_are_read_only_when_asked(form: str, tmp_path: Path) -> None:
     save(tmp_path / "whole")
     folder = save(tmp_path / form, form)
-    with pytest.raises(UserError, match=r"only pytorch_model.bin; rewrite it .* `fastbert convert .* --pickles .* pass pickles=True"):
+    with pytest.raises(
+        UserError, match=r"only pytorch_model.bin; rewrite it .* `fastbert convert .* --pickles .* pass pickles=True"
+    ):
         BertModel.from_pretrained(folder)
     model = BertForPreTraining.from_pretrained(folder, pickles=True)
     assert model.config == CONFIG
