@@ -53,13 +53,13 @@ def website() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def reference(website: Any) -> Any:
-    return website.api.Reference()
+    return website.build.reference()
 
 
 @pytest.fixture(scope="module")
-def staged(website: Any, reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def staged(website: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("site")
-    return website.staging.stage(folder, {**website.commands.write(), **reference.write()})
+    return website.staging.stage(folder, website.build.generated())
 
 
 def test_every_link_of_a_page_leads_to_a_file_and_an_anchor_that_exist(website: Any) -> None:
@@ -269,3 +269,17 @@ def test_mistakes_of_a_built_page_are_found(website: Any, tmp_path: Path) -> Non
         "a.html: #y has no such anchor",
         "a.html: b.html does not exist",
     ]
+
+
+def test_elements_are_read_as_browsers_read_them(website: Any, tmp_path: Path) -> None:
+    """Quotes of both kinds or none, a > in an attribute, and code and comments that look like elements."""
+    file = tmp_path / "a.html"
+    file.write_text(
+        '<!-- <a href="no.html"> --><P ID=x title="a > b" hidden>a < b</P><a href=\'b.html?c&amp;d\'>1</a>'
+        '<script src="c.js">\'<img src=no.png>\'</script><svg><use href="#no"/></svg><img\nsrc=d.png alt=\'"\'>'
+        "<style>a::before { content: '<i id=no>' }</style><link rel=icon href=e.svg><link rel=next href=f.html>"
+    )
+    page = website.crawl.read(file)
+    assert page.anchors == {"x"}
+    assert page.links == ["b.html?c&d", "f.html"]
+    assert page.loads == ["c.js", "d.png", "e.svg"]

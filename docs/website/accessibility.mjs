@@ -1,5 +1,5 @@
 // Check every page of a built site with axe-core, in light and dark, on a desktop and a phone: 0 violations expected.
-// Also fails if a page requests anything that is not a file of the site, logs an error, or is wider than a phone.
+// Also fails if a page requests anything that is not a file of the site, logs an error, or is wider than the window.
 //
 //   python docs/build_site.py
 //   npm install --prefix build/node axe-core@4 puppeteer-core@24
@@ -23,6 +23,7 @@ const views = [
   { theme: "light", width: 390 },
   { theme: "dark", width: 390 },
 ];
+const widths = [320, 800, 1080, 1330, 1440, 1920]; // whose layouts differ; no page is wider
 
 const browser = await puppeteer.launch({
   executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
@@ -35,6 +36,10 @@ const report = (line) => {
 };
 const page = await browser.newPage();
 let current = "";
+const measure = async () => {
+  const wide = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
+  if (wide > 0) report(`${current}: ${wide} pixels wider than the window`);
+};
 page.on("request", (request) => {
   if (!/^(file|data|blob):/.test(request.url())) report(`${current}: requests ${request.url()}`);
 });
@@ -47,14 +52,18 @@ for (const name of pages) {
     await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: theme }]);
     await page.goto(new URL(name, `${pathToFileURL(html).href}/`).href, { waitUntil: "load" });
     if (name.includes("?")) await page.waitForSelector("#search-results li", { timeout: 20_000 });
-    const wide = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
-    if (wide > 0) report(`${current}: ${wide} pixels wider than the window`);
+    await measure();
     await page.evaluate(axe);
     const found = await page.evaluate(() => axe.run(document, { resultTypes: ["violations"], preload: false }));
     for (const violation of found.violations) {
       const nodes = violation.nodes.slice(0, 3).map((node) => `${node.target.join(" ")} ${node.any?.[0]?.message ?? ""}`);
       report(`${current}: ${violation.id} x${violation.nodes.length}: ${nodes.join(" | ")}`);
     }
+  }
+  for (const width of widths) {
+    current = `${name} (${width})`;
+    await page.setViewport({ width, height: 900 });
+    await measure();
   }
 }
 await browser.close();

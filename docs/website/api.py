@@ -124,7 +124,8 @@ class Reference:
         ]
         for package, names in self.packages.items():
             lines += [f"## [`{package}`]({package}.md)", "", f"{summary(import_module(package))}", ""]
-            lines += [f"- {{py:obj}}`{name.short} <{name.qualified}>`: {summary(name.value)}" for name in names]
+            for _, group in _groups(names):
+                lines += [f"- {{py:obj}}`{name.short} <{name.qualified}>`: {summary(name.value)}" for name in group]
             lines += [""]
         return "\n".join([*lines, "```{toctree}", ":hidden:", "", *self.packages, "```", ""])
 
@@ -198,13 +199,15 @@ def _member(qualified: str, key: str, member: Any, function: Any, value: Any, lo
 
 
 def _groups(names: Sequence[Name]) -> Iterator[tuple[str, list[Name]]]:
-    """Yield the names of a package by kind: models, the encoder before its heads; other classes; functions."""
+    """Yield the names of a package by kind, in alphabetical order; models after their encoder."""
     from torch import nn
 
     models = [name for name in names if name.is_class and issubclass(name.value, nn.Module)]
     classes = [name for name in names if name.is_class and name not in models]
     functions = [name for name in names if not name.is_class]
-    models.sort(key=lambda name: "For" in name.short)
+    models.sort(key=lambda name: ("For" in name.short, name.short.lower()))
+    for group in (classes, functions):
+        group.sort(key=lambda name: name.short.lower())
     for title, group in (("Functions", functions), ("Classes", classes), ("Models", models)):
         if group:
             yield title, group

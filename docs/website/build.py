@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from website import commands, crawl, llms, staging
 from website.api import Reference
 
 HERE = Path(__file__).resolve().parent
+
+
+@cache
+def reference() -> Reference:
+    """Return the reference of the Python interface, read once per process."""
+    return Reference()
+
+
+@cache
+def generated() -> dict[str, str]:
+    """Return the pages of the reference by their path, written once per process."""
+    return {**commands.write(), **reference().write()}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,9 +38,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     started = time.perf_counter()
     source = options.out / "source"
-    staged = staging.stage(source, {**commands.write(), **Reference().write()})
+    staged = staging.stage(source, generated())
     staged.write()
-    if code := _sphinx(source, options.out, "linkcheck" if options.linkcheck else "html", options.jobs):
+    with _few_collections():
+        code = _sphinx(source, options.out, "linkcheck" if options.linkcheck else "html", options.jobs)
+    if code:
         return code
     if options.linkcheck:
         return 0
@@ -47,3 +65,17 @@ def _sphinx(source: Path, out: Path, builder: str, jobs: str) -> int:
 
     words = ["-b", builder, "-c", str(HERE), "-d", str(out / "doctrees"), "-j", jobs, "-q"]
     return int(build_main([*words, "--fail-on-warning", str(source), str(out / builder)]))
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Search for cycles of garbage rarely: trees of documents are many objects, of which most are needed."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

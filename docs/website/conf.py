@@ -40,6 +40,7 @@ html_baseurl = os.environ.get("FASTBERT_SITE_URL", "")
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
+html_search_scorer = str(HERE / "static" / "scorer.js")
 html_use_index = False
 html_favicon = str(HERE / "static" / "icon.svg")
 html_copy_source = False

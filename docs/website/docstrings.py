@@ -7,6 +7,8 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -83,18 +85,25 @@ def field_docs(kind: type) -> dict[str, str]:
     """Return the docstrings of a class's fields, its bases' included."""
     docs: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        if not str(base.__module__).startswith("fastbert"):
-            continue
-        try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
-        except (OSError, TypeError, SyntaxError):
-            continue
+        definition = (
+            _classes(base.__module__).get(base.__qualname__) if base.__module__.startswith("fastbert") else None
+        )
         docs |= {
             ast.unparse(field.target): doc.value.value
-            for field, doc in pairwise(body)
+            for field, doc in pairwise(definition.body if definition else ())
             if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant)
         }
     return docs
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """Return the classes that the source of a module defines at its top level, by name."""
+    try:
+        body = ast.parse(inspect.getsource(import_module(module))).body
+    except (OSError, TypeError):  # written in C
+        return {}
+    return {node.name: node for node in body if isinstance(node, ast.ClassDef)}
 
 
 def has_example(value: Any) -> bool:

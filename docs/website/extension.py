@@ -4,16 +4,22 @@ signatures and tables are such that screen readers read them."""
 from __future__ import annotations
 
 import re
+from functools import cache
+from itertools import count
 from typing import Any
 
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.search.en import SearchEnglish
+
+from website import navigation
 
 COMMAND = re.compile(r"fastbert ([a-z][\w-]*)(?: [\w-]+)?")
 # A signature over several lines is a <dl> without terms, which screen readers announce as a broken list.
 PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param">.*</dd>\n)+)</dl>')
 EMPTY_HEAD = re.compile(r"<th [^>]*>\s*(?:<p></p>)?\s*</th>")
+SIDE_BY_SIDE = re.compile(r'<table class="side-by-side">.*?</table>', re.DOTALL)
 PYTHON = re.compile(r"(fastbert(?:\.\w+)+|[A-Z]\w+(?:\.\w+)?|\w+)(?:\(\.*\))?")
 
 
@@ -31,14 +37,37 @@ def link_names(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 
 def mend_html(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Make the parameters of signatures lines of text instead of lists, and empty heads of columns plain cells."""
+    """Make the parameters of signatures lines of text instead of lists, and empty heads of columns plain cells; label
+    the cells of tables with two pieces of code."""
 
     def change(match: re.Match[str]) -> str:
         lines = match[1].replace("<dd>", '<span class="sig-parameter">').replace("</dd>", "</span>")
         return f'<span class="sig-parameters">{lines}</span>'
 
     if "body" in context:
-        context["body"] = EMPTY_HEAD.sub("<td></td>", PARAMETERS.sub(change, context["body"]))
+        body = EMPTY_HEAD.sub("<td></td>", PARAMETERS.sub(change, context["body"]))
+        context["body"] = SIDE_BY_SIDE.sub(_labelled, body)
+
+
+def _labelled(table: re.Match[str]) -> str:
+    """Return a table whose cells name their column, for phones, where they stand one above the other."""
+    heads = re.findall("<th>(.*?)</th>", table[0])
+    cells = count()
+    return re.sub("<td", lambda _: f'<td data-label="{heads[next(cells) % len(heads)]}"', table[0])
+
+
+class English(SearchEnglish):
+    """English for the search, each word stemmed once instead of once per page."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self.stem = cache(super().stem)  # type: ignore[method-assign]
+
+
+def connect_navigation(app: Sphinx) -> None:
+    """Lay out the sidebar's tree once, where pages are written as HTML."""
+    if app.builder.format == "html" and app.builder.name == "html":
+        navigation.connect(app)
 
 
 def _own_name(docname: str, objects: Any) -> str:
@@ -83,6 +112,8 @@ def _is_inside(node: nodes.Node, kinds: tuple[type[nodes.Node], ...]) -> bool:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension."""
+    app.add_search_language(English)
     app.connect("doctree-resolved", link_names)
     app.connect("html-page-context", mend_html)
+    app.connect("builder-inited", connect_navigation)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

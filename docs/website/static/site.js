@@ -11,9 +11,18 @@ document.addEventListener("DOMContentLoaded", () => {
     heading.textContent = document.title;
     document.querySelector("article")?.prepend(heading);
   }
+  // Pictures that are wider than a phone scroll there; what is drawn in them would be too small to read.
+  const widen = (image) => {
+    const box = image.parentElement;
+    if (image.naturalWidth > 640 && !box.textContent.trim()) box.classList.add("chart");
+  };
+  for (const image of document.querySelectorAll("article p > img:only-child")) {
+    if (image.complete) widen(image);
+    else image.addEventListener("load", () => { widen(image); mark(); });
+  }
   // Code and tables that are wider than the window scroll; arrow keys scroll what has the focus.
   const mark = () => {
-    for (const box of document.querySelectorAll("article pre, article .table-wrapper, .diagram")) {
+    for (const box of document.querySelectorAll("article pre, article .table-wrapper, .diagram, .chart")) {
       if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
       else box.removeAttribute("tabindex");
     }
