@@ -39,6 +39,11 @@ class Shown(NamedTuple):
     theirs: tuple[str, ...]
     ours: str = OWN
 
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """Return the names of the workloads on the page."""
+        return tuple(title for _, title in self.workloads)
+
 
 class Line(NamedTuple):
     """A line of a table: one contender on one workload of one class, and our rows of the same run by dtype."""
@@ -48,6 +53,11 @@ class Line(NamedTuple):
     workload: str
     theirs: Row
     ours: dict[str, Row]
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Return what was timed, in which run."""
+        return self.benchmark, self.machine_class, self.workload
 
 
 BATCHES = (
@@ -149,28 +159,28 @@ def section(shown: Sequence[Shown], everything: Records) -> list[str]:
 
 
 def summary(shown: Sequence[Shown], everything: Records) -> str:
-    """Return the range of the ratios of a page's first comparison that was measured: in fp32, and of either library's
-    fastest dtype whose outputs agree."""
-    for one in shown:
-        measured = list(lines(one, everything))
-        if not measured:
-            continue
-        plain = [
-            _ratio(line.ours["fp32"], line.theirs)
-            for line in measured
-            if line.theirs["dtype"] == "fp32" and "fp32" in line.ours
-        ]
-        places = dict.fromkeys((line.machine_class, line.workload) for line in measured)
-        best = []
-        for place in places:
-            here = [line for line in measured if (line.machine_class, line.workload) == place]
-            theirs = fastest(line.theirs for line in here if agrees(line.theirs))
-            ours = fastest(here[0].ours.values())
-            best += [] if theirs is None or ours is None else [_ratio(ours, theirs)]
-        names = ", ".join(dict.fromkeys(line.machine_class for line in measured))
-        ranges = (("fp32", plain), ("fastest dtypes", best))
-        return "; ".join(f"{what} {_range(values)}" for what, values in ranges if values) + f" ({names})"
-    return UNMEASURED
+    """Return the range of the ratios of a page's first comparison that was measured, with all that time the same: in
+    fp32, and of either library's fastest dtype whose outputs agree."""
+    first = next((one for one in shown if any(lines(one, everything))), None)
+    if first is None:
+        return UNMEASURED
+    alike = [one for one in shown if (one.titles, one.ours) == (first.titles, first.ours)]
+    measured = [line for one in alike for line in lines(one, everything)]
+    plain = [
+        _ratio(line.ours["fp32"], line.theirs)
+        for line in measured
+        if line.theirs["dtype"] == "fp32" and "fp32" in line.ours
+    ]
+    best = []
+    for place in dict.fromkeys(line.place for line in measured):
+        here = [line for line in measured if line.place == place]
+        theirs = fastest(line.theirs for line in here if agrees(line.theirs))
+        ours = fastest(here[0].ours.values())
+        best += [] if theirs is None or ours is None else [_ratio(ours, theirs)]
+    classes = {line.machine_class for line in measured}
+    names = ", ".join(name for name in CLASSES if name in classes)
+    ranges = (("fp32", plain), ("fastest dtypes", best))
+    return "; ".join(f"{what} {_range(values)}" for what, values in ranges if values) + f" ({names})"
 
 
 def _headline(shown: Sequence[Shown], everything: Records) -> list[str]:
