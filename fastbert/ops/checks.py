@@ -31,7 +31,7 @@ def is_debugging() -> bool:
 def check_tensor(name: str, tensor: Tensor | None, kind: str, shape: Sequence[int | str], remark: str = "") -> None:
     """Check the dtype, "floating" or a key of `_DTYPES`, and the shape: words are sizes that may be any, and a leading
     "..." is any number of axes. `remark` says what the shape follows from."""
-    if tensor is not None and _fits(tensor.shape, shape):
+    if tensor is not None and (tensor.shape == shape or _fits(tensor.shape, shape)):
         matches = tensor.dtype.is_floating_point if kind == "floating" else tensor.dtype in _DTYPES[kind]
         if matches:
             return
