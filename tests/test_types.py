@@ -62,9 +62,23 @@ def is_kernel(function: Function) -> bool:
     )
 
 
+def statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """Yield the statements inside of a node; expressions, most of a tree, hold none."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for each in getattr(node, name, ()):
+            if isinstance(each, ast.stmt):
+                yield each
+            yield from statements(each)
+
+
+@cache
+def classes_in(tree: ast.Module) -> list[ast.ClassDef]:
+    return [node for node in statements(tree) if isinstance(node, ast.ClassDef)]
+
+
 def untyped_functions(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield the functions outside of others, and methods, that lack annotations."""
-    classes = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]
+    classes = [tree, *classes_in(tree)]
     for function in (node for scope in classes for node in scope.body if isinstance(node, Function)):
         bare = [each.arg for each in arguments(function) if each.annotation is None and each.arg not in OWN]
         if not is_kernel(function) and (bare or function.returns is None):
@@ -75,7 +89,7 @@ def untyped_functions(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def own_names(node: ast.ClassDef) -> frozenset[str]:
     """Return the names that a class annotates or defines."""
     names = {each.name for each in node.body if isinstance(each, Function)}
-    targets = [each.target for each in ast.walk(node) if isinstance(each, ast.AnnAssign)]
+    targets = [each.target for each in statements(node) if isinstance(each, ast.AnnAssign)]
     return frozenset(names.union(getattr(target, "attr", getattr(target, "id", "")) for target in targets))
 
 
@@ -98,8 +112,8 @@ def untyped_attributes(node: ast.ClassDef, classes: Classes) -> Iterator[tuple[i
                 yield statement.lineno, f"{node.name}.{name}"
     for function in (each for each in node.body if isinstance(each, Function)):
         typed = {each.arg for each in arguments(function) if each.annotation is not None}
-        for statement in ast.walk(function):
-            for target, value in assigned(statement) if isinstance(statement, ast.stmt) else ():
+        for statement in statements(function):
+            for target, value in assigned(statement):
                 match target:
                     case ast.Attribute(value=ast.Name("self"), attr=name) if is_public(name) and name not in known:
                         from_parameter = isinstance(value, ast.Name) and value.id in typed
@@ -122,7 +136,7 @@ def untyped(tree: ast.Module, classes: Classes) -> list[tuple[int, str]]:
 def classes_of(trees: list[ast.Module]) -> Classes:
     """Return the classes of modules by name, which may be that of several."""
     classes: dict[str, list[ast.ClassDef]] = {}
-    for node in (each for tree in trees for each in ast.walk(tree) if isinstance(each, ast.ClassDef)):
+    for node in (each for tree in trees for each in classes_in(tree)):
         classes.setdefault(node.name, []).append(node)
     return classes
 

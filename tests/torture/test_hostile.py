@@ -52,7 +52,7 @@ def figures_of(records: list[dict[str, Any]]) -> dict[str, float]:
 
 
 @scored(
-    row=17, unit="artefacts", short=100, full=LEAST, chunk=250,
+    row=17, unit="artefacts", short=60, full=LEAST, chunk=250,
     goal="none executes, connects, writes or reads outside, takes 2 s, or 64 MiB and 10 times its size of memory",
 )  # fmt: skip
 def test_hostile_artefacts(campaign: Campaign, tmp_path: Path) -> None:
