@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from fastbert.serving.config import ServeConfig
 
 EXAMPLES = (
-    "fastbert serve all-MiniLM-L6-v2",
-    "fastbert serve embed=runs/embedder/model rerank=ms-marco-MiniLM-L6-v2 --port 9000 --dtype int8",
+    "fastbert serve sentence-transformers/all-MiniLM-L6-v2",
+    "fastbert serve embed=runs/embedder/model rerank=runs/ranker --port 9000 --dtype int8",
 )
 NETWORK, LIMITS = "Network", "Limits"
 
