@@ -17,6 +17,8 @@ import fcntl
 import os
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,6 +51,8 @@ class BlockCache:
         self._sets = self.slots // WAYS
         self._is_full = False
         self._files: list[int] = []
+        self.close: Callable[[], object] = weakref.finalize(self, _close, self._files)
+        """Close the files, which stay; so does the end of this object."""
         self._lock = threading.Lock()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -101,11 +105,6 @@ class BlockCache:
         """Make a forked process independent of a thread of its parent that was storing a block."""
         self._lock = threading.Lock()
 
-    def close(self) -> None:
-        """Close the files, which stay."""
-        while self._files:
-            os.close(self._files.pop())
-
     def _path(self, kind: str) -> Path:
         return self.folder / f"{kind}-{self.slots}.bin"
 
@@ -146,6 +145,11 @@ class BlockCache:
                     pass
                 finally:
                     os.close(descriptor)
+
+
+def _close(files: list[int]) -> None:
+    while files:
+        os.close(files.pop())
 
 
 def _now() -> int:

@@ -119,11 +119,6 @@ class TokenStream:
                 if number not in self._memory and number not in self._pending and not self.cache.has(number)
             )
 
-    def close(self) -> None:
-        """Drop what is not fetched yet, and close the cache."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self.cache.close()
-
     def _start(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()

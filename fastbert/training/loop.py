@@ -240,7 +240,7 @@ class Trainer:
         """
         self.monitors.begin()
         # Signals are still handled while the reason of another process's end is awaited: torchrun sends one then.
-        with self.checkpoints, self.stop.listening(), self.world.watched(CONTINUE):
+        with self.schedule, self.checkpoints, self.stop.listening(), self.world.watched(CONTINUE):
             while True:
                 try:
                     validation = self._run()

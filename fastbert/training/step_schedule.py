@@ -38,11 +38,22 @@ class StepSchedule:
         if self.budget.seconds is None:
             return
         if world.is_main:
-            if self.log is not None:
-                self.log.close()
+            self.close()
             self.log = ScheduleLog(folder / FILE, self.position.step or None, replay=self.repeats)
         steps = world.shared(name, lambda: {str(line.step): line.progress for line in self._logged()})
         self.recorded = {int(step): progress for step, progress in steps.items()}
+
+    def close(self) -> None:
+        """Close the schedule.jsonl, if one is open; the checkpoints that flush it must have been saved."""
+        if self.log is not None:
+            self.log.close()
+            self.log = None
+
+    def __enter__(self) -> StepSchedule:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def following(self) -> Iterator[StepSpec]:
         """Yield the steps that follow the run's position, which may have gone back."""

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
+from open_files import open_below
 from pretrain_runs import stop_at, timeless, weights
 
 from fastbert.data.prepare import prepare
@@ -55,6 +57,7 @@ def test_a_streamed_run_equals_one_on_a_local_copy(prepared: PretrainConfig, url
     windowed = replace(streamed, out=folder.with_name("windowed"), shuffle_window=0.001)
     pretrain(windowed)
     assert timeless(windowed.out) != timeless(folder)
+    assert sys.platform != "linux" or open_below(folder.parent) == []
 
 
 def test_a_run_is_told_where_its_shards_may_be(prepared: PretrainConfig, corpus: Path, url: str) -> None:
