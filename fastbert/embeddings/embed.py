@@ -270,13 +270,15 @@ def settings_of(model: EncoderModel) -> EmbedSettings:
     return settings
 
 
-def token_limit(model: EncoderModel, tokenizer: Tokenizer, max_length: int | None, default: int | None) -> int:
+def token_limit(
+    model: EncoderModel, tokenizer: Tokenizer, max_length: int | None, default: int | None, name: str = "max_length"
+) -> int:
     """Return the tokens per text: `max_length`, else the `default` or the tokenizer's limit, at most the model's
-    positions. Raises UserError for a `max_length` of more."""
+    positions. Raises UserError for a `max_length` of more, under its `name`."""
     positions = model.config.max_sequence_length
     if max_length is not None and max_length > positions:
         raise UserError(
-            f"max_length={max_length} is more than the {positions} positions of the model: use long='windows' for long"
+            f"{name}={max_length} is more than the {positions} positions of the model: use long='windows' for long"
             " texts"
         )
     return max_length or min(default or tokenizer.model_max_length, positions)

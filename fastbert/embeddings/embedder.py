@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fastbert.checkpoints.pipeline_files import role_prompt
+from fastbert.checkpoints.pipeline_files import ROLE_PROMPTS, role_prompt
 from fastbert.checkpoints.source import find_source
 from fastbert.embeddings.embed import embed, token_limit, width_of
 from fastbert.embeddings.folder import load_embedder, refuse_other_models
@@ -138,14 +138,25 @@ class Embedder:
 
     @property
     def max_seq_length(self) -> int:
-        """The tokens per text, special ones included; longer texts are truncated. Raises UserError where `encode` does.
+        """The tokens per text, special ones included; longer texts are truncated. Raises UserError where `encode` does,
+        and for a number that model and tokenizer do not allow; None stands for the largest that they do.
 
         Example:
             import fastbert
 
-            print(fastbert.Embedder("runs/mine/model", max_length=64).max_seq_length)
+            embedder = fastbert.Embedder("runs/mine/model")
+            embedder.max_seq_length = 64
+            print(embedder.max_seq_length)
         """
         return token_limit(self.model, self.tokenizer, None, self.settings.max_length)
+
+    @max_seq_length.setter
+    def max_seq_length(self, tokens: int | None) -> None:
+        tokens = plain_number(tokens)
+        require_whole("max_seq_length", tokens, 3, optional=True)
+        token_limit(self.model, self.tokenizer, tokens, None, "max_seq_length")
+        self.settings = replace(self.settings, max_length=tokens)
+        self.model.embed_settings = self.settings
 
     @property
     def prompts(self) -> Mapping[str, str]:
@@ -225,6 +236,7 @@ class Embedder:
             texts: a text, or texts as a list, a generator, a NumPy array of strings, or a column of pandas, polars or
                 Arrow. Vectors are returned as an array whatever the kind.
             prompt_name: the prompt, by its name, that precedes each text; by default the folder's default prompt.
+                "query" and "document" are no text where the model has no prompt of that name.
             prompt: the prompt itself; "" is none.
             batch_size: texts per batch at most, if all have as many tokens as the model takes. Batches are made by
                 tokens, so that it lowers the memory that is used, and never raises it; vectors do not depend on it.
@@ -378,6 +390,8 @@ class Embedder:
             if not isinstance(text, str):
                 raise UserError(f"prompt={text!r} must be a string; prompt_name names one of the model's")
             return text
+        if name in ROLE_PROMPTS and name not in self.prompts:
+            return ""
         return find_prompt(self.prompts, self.settings.default_prompt if name is None else name, "prompt_name")
 
     def _dimensions(self, truncate_dim: int | None) -> int | None:

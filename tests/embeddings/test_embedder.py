@@ -74,6 +74,33 @@ def test_every_option_gives_the_vectors_of_sentence_transformers(folder: Path, e
     assert dict(embedder.prompts) == PROMPTS
 
 
+def test_lengths_that_are_set_and_prompts_that_are_not_there(folder: Path, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    plain = saved(tmp_path / "plain", seed=1)
+    EmbedSettings().save(plain, 32)
+    mine, theirs = fastbert.Embedder(plain, **CPU), library.SentenceTransformer(str(plain), device="cpu")
+    for name in ("query", "document"):
+        actual, expected = mine.encode(TEXTS, prompt_name=name), theirs.encode(TEXTS, prompt_name=name)
+        assert np.abs(actual - expected).max() < 1e-5
+        assert np.array_equal(actual, mine.encode(TEXTS))
+    for length in (5, np.int64(7)):
+        mine.max_seq_length = theirs.max_seq_length = length
+        assert mine.max_seq_length == theirs.max_seq_length == length
+        assert np.abs(mine.encode(TEXTS) - theirs.encode(TEXTS)).max() < 1e-5
+        assert np.array_equal(mine.encode(TEXTS), fastbert.Embedder(plain, max_length=int(length), **CPU).encode(TEXTS))
+    for wrong, message in (
+        (2, "max_seq_length=2 must be a whole number, at least 3"),
+        (49, "max_seq_length=49 is more than the 48 positions of the model"),
+        ("9", "max_seq_length='9' must be"),
+    ):
+        with pytest.raises(UserError, match=f"^{message}"):
+            mine.max_seq_length = wrong  # type: ignore[assignment]
+        assert mine.max_seq_length == 7
+    mine.max_seq_length = None
+    assert mine.max_seq_length == fastbert.Embedder(plain, **CPU).max_seq_length
+    assert fastbert.Embedder(folder, **CPU).max_seq_length == 20
+
+
 def test_texts_are_also_given_by_their_names_in_sentence_transformers(embedder: fastbert.Embedder) -> None:
     for method in (embedder.encode, embedder.encode_query, embedder.encode_document):
         expected = method(TEXTS)
