@@ -108,12 +108,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Search for no garbage while thousands of items are made, nor among them and all that they import afterwards."""
+    """Search for no garbage while thousands of items are made, nor among them and all that they import afterwards; and
+    later seven times less often than Python does, which takes 7 % of the time."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(5_000, 10, 10)
         gc.enable()
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate
 from batches import random_batch
+from garbage import leave_out_old_objects
 from torch import nn
 
 from fastbert import BertConfig, BertForPreTraining, BertModel, use_backend
@@ -268,18 +269,14 @@ def kept_bytes(model: BertForPreTraining, batch: PackedBatch) -> int:
 
 
 def test_selective_checkpointing_keeps_less(seed: int) -> None:
-    gc.collect()
-    gc.freeze()  # what other tests have left is not looked through again and again
-    try:
-        batch, sizes = batch_of([40], seed), {}
-        for backend in ("eager", "triton"):
-            for mode in ("none", "selective", "layer"):
-                model = BertForPreTraining(CONFIG).to(DEVICE).train()
-                model.checkpoint_activations(mode)
-                with use_backend(backend):
-                    sizes[backend, mode] = kept_bytes(model, batch)
-    finally:
-        gc.unfreeze()
+    leave_out_old_objects()
+    batch, sizes = batch_of([40], seed), {}
+    for backend in ("eager", "triton"):
+        for mode in ("none", "selective", "layer"):
+            model = BertForPreTraining(CONFIG).to(DEVICE).train()
+            model.checkpoint_activations(mode)
+            with use_backend(backend):
+                sizes[backend, mode] = kept_bytes(model, batch)
     for backend in ("eager", "triton"):
         assert sizes[backend, "layer"] < sizes[backend, "selective"] < sizes[backend, "none"], sizes
     assert sizes["triton", "none"] < sizes["eager", "none"], sizes

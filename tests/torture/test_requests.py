@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
+from garbage import leave_out_old_objects
 from torture.campaign import Campaign
 from torture.scorecard import scored
 from torture.server_requests import MODELS, STATUSES, Bodies, check, heads
@@ -224,7 +225,7 @@ def test_requests_to_the_server(campaign: Campaign, clients: Clients) -> None:
     def send(numbers: range) -> dict[str, float]:
         clients.figures = dict.fromkeys(clients.figures, 0.0)
         clients.settle()
-        gc.collect()
+        leave_out_old_objects()
         memory, descriptors, threads, longest = resident(), handles(), threading.active_count(), 0.0
         for number in numbers:
             begin = time.process_time()

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 import torch
+from garbage import leave_out_old_objects
 from sweeps import sweep
 from torch import Tensor, nn
 
@@ -17,6 +18,11 @@ from fastbert.ops.native import caching_allocator
 
 LARGE = (300, 1000)
 MEGABYTE = 1 << 20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def new_objects() -> None:
+    leave_out_old_objects()
 
 
 @pytest.fixture(autouse=True)
