@@ -1,4 +1,7 @@
-"""`fastbert.Embedder`: a model of a folder that turns texts into vectors, called as sentence-transformers' model is."""
+"""`fastbert.Embedder`: a model of a folder that turns texts into vectors, called as sentence-transformers' model is.
+
+One file: the methods of one class, and half of it are their options in words and their examples.
+"""
 
 from __future__ import annotations
 
