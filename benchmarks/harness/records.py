@@ -19,14 +19,16 @@ from fastbert.io.atomic_write import write_atomic
 SCHEMA_VERSION = 1
 FIELDS = ("schema", "benchmark", "machine", "versions", "commit", "rows")
 PACKAGES = ("fastbert-engine", "torch", "triton", "transformers", "tokenizers", "numpy")
-# The first feature that a processor has determines its class.
-CPU_CLASSES = (
-    ("amx_tile", "amx"),
-    ("avx512_bf16", "avx512-bf16"),
-    ("avx512_vnni", "avx512-vnni"),
-    ("avx512f", "avx512"),
-    ("avx2", "avx2"),
-    ("neon", "neon"),
+# The first row whose features a processor has determines its class. Zen 4 and Zen 5 run the same instructions, the first
+# half of 512 bits at a time: VP2INTERSECT, which only Zen 5 has beside BF16 and without AMX, tells them apart.
+CPU_CLASSES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("amx_tile",), "amx"),
+    (("avx512_bf16", "avx512_vp2intersect"), "zen5"),
+    (("avx512_bf16",), "avx512-bf16"),
+    (("avx512_vnni",), "avx512-vnni"),
+    (("avx512f",), "avx512"),
+    (("avx2",), "avx2"),
+    (("neon",), "neon"),
 )
 UNKNOWN_CLASS, ANY_CLASS = "unknown", "any"
 DIRTY = "-dirty"  # behind the commit of a changed tree
@@ -62,7 +64,7 @@ def machine() -> dict[str, Any]:
 
 
 def machine_class(machine: Mapping[str, Any] | None) -> str:
-    """Return the class a record is named after: the GPU or its architecture, else the widest feature of the processor.
+    """Return the class a record is named after: the GPU or its architecture, else the widest feature of the processor (Zen 5 by its name).
 
     "any" is the class of results that do not depend on the machine (`machine` is None).
     """
@@ -71,8 +73,8 @@ def machine_class(machine: Mapping[str, Any] | None) -> str:
     for name in ("device", "architecture"):
         if machine.get(name):
             return str(machine[name])
-    features = machine.get("features", ())
-    return next((name for feature, name in CPU_CLASSES if feature in features), UNKNOWN_CLASS)
+    features = frozenset(machine.get("features", ()))
+    return next((name for needed, name in CPU_CLASSES if features.issuperset(needed)), UNKNOWN_CLASS)
 
 
 def repository() -> Path | None:

@@ -72,6 +72,7 @@ CpuFeatures detect() {
         has.avx512_vbmi2 = bit(extended.ecx, 6);
         has.avx512_vnni = bit(extended.ecx, 11);
         has.avx512_bf16 = bit(more.eax, 5);
+        has.avx512_vp2intersect = bit(extended.edx, 8);
     }
     if (has.amx_in_hardware && (saved & kAmxStates) == kAmxStates && request_tiles()) {
         has.amx_tile = true;

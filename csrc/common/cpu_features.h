@@ -21,6 +21,7 @@ struct CpuFeatures {
     bool avx512_vbmi2 = false;
     bool avx512_vnni = false;
     bool avx512_bf16 = false;
+    bool avx512_vp2intersect = false;
     bool amx_tile = false;
     bool amx_int8 = false;
     bool amx_bf16 = false;
@@ -29,7 +30,7 @@ struct CpuFeatures {
 };
 
 // As Linux names them.
-inline constexpr std::array<std::pair<const char*, bool CpuFeatures::*>, 15> kCpuFeatureNames = {{
+inline constexpr std::array<std::pair<const char*, bool CpuFeatures::*>, 16> kCpuFeatureNames = {{
     {"avx2", &CpuFeatures::avx2},
     {"fma", &CpuFeatures::fma},
     {"f16c", &CpuFeatures::f16c},
@@ -41,6 +42,7 @@ inline constexpr std::array<std::pair<const char*, bool CpuFeatures::*>, 15> kCp
     {"avx512_vbmi2", &CpuFeatures::avx512_vbmi2},
     {"avx512_vnni", &CpuFeatures::avx512_vnni},
     {"avx512_bf16", &CpuFeatures::avx512_bf16},
+    {"avx512_vp2intersect", &CpuFeatures::avx512_vp2intersect},
     {"amx_tile", &CpuFeatures::amx_tile},
     {"amx_int8", &CpuFeatures::amx_int8},
     {"amx_bf16", &CpuFeatures::amx_bf16},

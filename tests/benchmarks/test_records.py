@@ -77,7 +77,10 @@ def test_a_list_is_no_record() -> None:
     [
         (None, "any"),
         ({"features": ["avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile"]}, "amx"),
+        ({"features": ["avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_vp2intersect", "amx_tile"]}, "amx"),
+        ({"features": ["avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_vp2intersect"]}, "zen5"),
         ({"features": ["avx2", "avx512f", "avx512_vnni", "avx512_bf16"]}, "avx512-bf16"),
+        ({"features": ["avx2", "avx512f", "avx512_vnni", "avx512_vp2intersect"]}, "avx512-vnni"),
         ({"features": ["avx2", "avx512f", "avx512_vnni"]}, "avx512-vnni"),
         ({"features": ["neon"]}, "neon"),
         ({"features": []}, "unknown"),
