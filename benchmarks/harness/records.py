@@ -19,8 +19,8 @@ from fastbert.io.atomic_write import write_atomic
 SCHEMA_VERSION = 1
 FIELDS = ("schema", "benchmark", "machine", "versions", "commit", "rows")
 PACKAGES = ("fastbert-engine", "torch", "triton", "transformers", "tokenizers", "numpy")
-# The first row whose features a processor has determines its class. Zen 4 and Zen 5 run the same instructions, the first
-# half of 512 bits at a time: VP2INTERSECT, which only Zen 5 has beside BF16 and without AMX, tells them apart.
+# The first row whose features a processor has determines its class. Zen 5 computes 512 bits at a time and Zen 4 half of
+# them, with the same instructions but VP2INTERSECT, by which it is known.
 CPU_CLASSES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("amx_tile",), "amx"),
     (("avx512_bf16", "avx512_vp2intersect"), "zen5"),
@@ -64,7 +64,7 @@ def machine() -> dict[str, Any]:
 
 
 def machine_class(machine: Mapping[str, Any] | None) -> str:
-    """Return the class a record is named after: the GPU or its architecture, else the widest feature of the processor (Zen 5 by its name).
+    """Return the class a record is named after: the GPU or its architecture, else the first of `CPU_CLASSES`.
 
     "any" is the class of results that do not depend on the machine (`machine` is None).
     """

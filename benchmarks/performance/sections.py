@@ -24,7 +24,8 @@ do not edit it. [Performance on a CPU](performance-cpu.md) explains what limits 
 `fastbert bench record` makes the records of your processor.
 
 - Processors are classed by their widest feature: {classes}.
-  AMD's Zen 5, `zen5`, has the instructions of Zen 4, `avx512-bf16`, and twice its arithmetic. A class without a record is *unmeasured*; *no peer* means that fastbert alone was measured.
+  AMD's Zen 5, `zen5`, has the instructions of Zen 4, `avx512-bf16`, and twice its arithmetic.
+  A class without a record is *unmeasured*; *no peer* means that fastbert alone was measured.
 - Times are medians, with the 20th to 80th percentile in brackets. Machines differ in cores and clock, so compare within
   a row, never between classes.
 - A ratio is the time of a peer relative to fastbert's: above 1 fastbert is faster. The best peer is the fastest one
