@@ -99,7 +99,7 @@ def test_rows_stand_beside_the_best_peers_that_agree() -> None:
     assert "- Not measured, avx2: torch bf16: not installed (no module torch)" in page
     # Red figures and classes that nobody measured are in the summary too.
     assert lines_with(page, "| encoder | full-128 |") == [
-        "| encoder | full-128 | 2.50x ✓ | unmeasured | unmeasured | unmeasured | 0.83x ✗ | unmeasured |"
+        "| encoder | full-128 | 2.50x ✓ | unmeasured | unmeasured | unmeasured | unmeasured | 0.83x ✗ | unmeasured |"
     ]
     assert lines_with(page, "**avx512-bf16, avx512-vnni, avx512, neon** | unmeasured") != []
     assert "unmeasured: avx512-bf16, avx512-vnni, avx512, neon." in page
@@ -186,7 +186,7 @@ def test_a_goal_is_for_its_classes_and_stands_on_the_page_red_or_not() -> None:
     toy = goal(contender="fastbert fp32", bound=0.97, classes=("avx2", "neon"))
     assert judge(toy, {"encoder": ENCODER}, "amx") is None
     page = sections.render({"encoder": ENCODER}, (toy,))
-    assert "| a toy | >= 97 % |  |  |  |  | 96 % ✗ | unmeasured |" in page
+    assert "| a toy | >= 97 % |  |  |  |  |  | 96 % ✗ | unmeasured |" in page
     assert "- Goal: a toy >= 97 %: avx2 96 % ✗; unmeasured: neon" in page
     assert "Verdicts: 0 ✓, 1 ✗, 1 unmeasured." in page
 
