@@ -101,8 +101,8 @@ def test_rows_stand_beside_the_best_peers_that_agree() -> None:
     assert lines_with(page, "| encoder | full-128 |") == [
         "| encoder | full-128 | 2.50x ✓ | unmeasured | unmeasured | unmeasured | unmeasured | 0.83x ✗ | unmeasured |"
     ]
-    assert lines_with(page, "**avx512-bf16, avx512-vnni, avx512, neon** | unmeasured") != []
-    assert "unmeasured: avx512-bf16, avx512-vnni, avx512, neon." in page
+    assert lines_with(page, "**zen5, avx512-bf16, avx512-vnni, avx512, neon** | unmeasured") != []
+    assert "unmeasured: zen5, avx512-bf16, avx512-vnni, avx512, neon." in page
 
 
 def test_a_busy_machine_is_marked_and_the_records_are_listed() -> None:
