@@ -19,8 +19,8 @@ from fastbert.io.atomic_write import write_atomic
 SCHEMA_VERSION = 1
 FIELDS = ("schema", "benchmark", "machine", "versions", "commit", "rows")
 PACKAGES = ("fastbert-engine", "torch", "triton", "transformers", "tokenizers", "numpy")
-# The first row whose features a processor has determines its class. Zen 5 computes 512 bits at a time and Zen 4 half of
-# them, with the same instructions but VP2INTERSECT, by which it is known.
+# The first row whose features a processor has determines its class. Of the instructions that fastbert uses Zen 5 has
+# those of Zen 4, at twice the speed; VP2INTERSECT, which fastbert does not use, tells the two apart.
 CPU_CLASSES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("amx_tile",), "amx"),
     (("avx512_bf16", "avx512_vp2intersect"), "zen5"),

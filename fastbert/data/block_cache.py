@@ -51,7 +51,9 @@ class BlockCache:
         self._sets = self.slots // WAYS
         self._is_full = False
         self._files: list[int] = []
-        self.close: Callable[[], object] = weakref.finalize(self, _close, self._files)
+        finalizer = weakref.finalize(self, _close, self._files)
+        finalizer.atexit = False  # threads may still read when the interpreter ends
+        self.close: Callable[[], object] = finalizer
         """Close the files, which stay; so does the end of this object."""
         self._lock = threading.Lock()
         try:

@@ -58,14 +58,14 @@ class Watch:
         assert count >= 12, f"{count} samples are too few"
         early, late = self.samples[count // 3 : count // 2], self.samples[-(count // 4) :]
 
-        def change(name: str, middle: Callable[[Iterator[int]], float] = min) -> float:
-            return middle(getattr(sample, name) for sample in late) - middle(getattr(sample, name) for sample in early)
+        def change(name: str, of: Callable[[Iterator[int]], float]) -> float:
+            return of(getattr(sample, name) for sample in late) - of(getattr(sample, name) for sample in early)
 
         memory = change("resident", statistics.median)
         return {
             "largest_growth_megabytes": round(memory / MEGABYTE, 2),
             "largest_growth_percent": round(100 * memory / early[0].resident, 3),
-            "largest_growth_handles": change("handles"),
-            "largest_growth_threads": change("threads"),
+            "largest_growth_handles": change("handles", min),
+            "largest_growth_threads": change("threads", min),
             "largest_megabytes": round(max(sample.resident for sample in self.samples) / MEGABYTE),
         }
